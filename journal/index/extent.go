@@ -35,7 +35,7 @@ func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool
 			}
 			if err == nil && f.Slow > 0 {
 				var waiting int64
-				waiting, err = number(tx, "SELECT count(*) FROM (SELECT 1 FROM "+asked+" WHERE "+isAsked+
+				waiting, err = number(tx, "SELECT count(*) FROM (SELECT 1 FROM messages m INDEXED BY "+asked+" WHERE "+isAsked+
 					" AND m.time<=? LIMIT ?)", f.now().Add(-f.Slow).UnixNano(), most+1)
 				n += int(waiting)
 			}
@@ -90,19 +90,18 @@ func (x *Index) count(tx *sqlite.Conn, list []clause, w window) (n int, more boo
 
 // indexed reports whether the index tells of its rows whether the filter chooses them.
 func (c *clause) indexed() bool {
-	return c.owner == 0 && !slices.ContainsFunc(c.where[c.own:], func(s string) bool {
+	return len(c.owners) == 0 && !slices.ContainsFunc(c.where[c.own:], func(s string) bool {
 		return !strings.HasPrefix(s, "m.flags ")
 	})
 }
 
 // looked is a query for the keys k of the first rows, and for each whether the filter chooses it.
 func (c *clause) looked(w window, rows int) (query string, args []any) {
-	from, order, own, ownArgs := c.from, c.key, c.where[:c.own], c.args[:c.ownArgs]
+	from, order, own, ownArgs := c.rows(), c.key, c.where[:c.own], c.args[:c.ownArgs]
 	rest, restArgs := c.where[c.own:], c.args[c.ownArgs:]
-	if c.owner != 0 {
-		const span = 1<<spanBits - 1
+	if c.index == "" && len(c.owners) > 0 {
 		from, order = "lists l CROSS JOIN json_each(l.list) j CROSS JOIN messages m ON m.n=l.last-j.value", "l.last"
-		own, ownArgs = []string{"l.owner=? AND l.last>? AND l.last<=?"}, []any{c.owner, w.low, w.high | span}
+		own, ownArgs = []string{"l.owner=? AND l.last>? AND l.last<=?"}, []any{c.owners[0], w.low, w.high | spanMask}
 		rest, restArgs = c.where, c.args
 	}
 	if words, _, ok := strings.Cut(from, " CROSS JOIN messages m ON m.n=t.rowid"); ok && len(rest) == 0 {
@@ -191,8 +190,7 @@ func (x *Index) Select(ctx context.Context, f Filter, ids []parley.ID) (out []Me
 		}
 		for i := range list {
 			c := &list[i]
-			c.from, _, _ = strings.Cut(c.from, " INDEXED BY")
-			c.owner = 0
+			c.index, c.owners = "", nil
 			c.and(true, c.key+" IN ("+keys+")")
 		}
 		found, err := union(tx, list, w, MaxLimit)
@@ -275,7 +273,7 @@ func history(tx *sqlite.Conn, condition string, args []any, cursor string, n int
 			return page, err
 		}
 	}
-	c := clause{from: "messages INDEXED BY messages_conversation", key: "n"}
+	c := clause{from: "messages", index: "messages_conversation", key: "n"}
 	c.and(true, condition, args...)
 	keys, err := c.keys(tx, w, n+1)
 	if err != nil || len(keys) == 0 {

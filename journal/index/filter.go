@@ -198,7 +198,7 @@ const (
 	isSlow = "m.kind=? AND (m.answer>=? OR m.answer IS NULL AND m.open>0 AND m.time<=?)"
 
 	// asked has the requests that wait for their answers.
-	asked, isAsked = "messages m INDEXED BY messages_asked", "m.open > 0 AND m.kind = 1 AND m.answer IS NULL"
+	asked, isAsked = "messages_asked", "m.open > 0 AND m.kind = 1 AND m.answer IS NULL"
 )
 
 // member is a member of an object of the column deliveries, as it is written there.
@@ -207,19 +207,48 @@ func member(name, value string) string {
 	return `"` + name + `":` + string(b)
 }
 
-// over adds the rows of an index, or of another table.
-func (s *finder) over(from string) *clause {
-	s.list = append(s.list, clause{from: from, key: "m.n"})
+// over adds the rows of an index, "": of the table.
+func (s *finder) over(index string) *clause {
+	s.list = append(s.list, clause{from: "messages m", index: index, key: "m.n"})
 	return &s.list[len(s.list)-1]
 }
 
-// owned adds the rows of an owner's list, if there is one.
+// owned adds the rows of an owner's lists, if there are any.
 func (s *finder) owned(name string) error {
 	n, err := agentKey(s.tx, name)
-	if err == nil && n != 0 {
-		s.list = append(s.list, clause{from: "messages m", key: "m.n", owner: n})
+	if n != 0 {
+		s.over("").owners = []int64{n}
 	}
 	return err
+}
+
+// owners gives the owners whose lists have all messages that the filter selects. none is set if one has no list.
+func (s *finder) owners() (owners []int64, err error) {
+	f, names := s.f, []string{s.f.Agent, s.f.To, s.f.From}
+	if f.Via != "" {
+		names = append(names, viaList(f.Via))
+	}
+	if f.Proof != AnyProof && f.Proof != ProvedRefused {
+		names = append(names, proofList(f.Proof.assurance()))
+	}
+	if f.Protocol != "" {
+		names = append(names, protocolList(f.Protocol))
+	}
+	if f.Kind != 0 {
+		names = append(names, kindList(f.Kind))
+	}
+	for _, name := range names {
+		if name == "" {
+			continue
+		}
+		n, err := agentKey(s.tx, name)
+		if err != nil {
+			return nil, err
+		}
+		s.none = s.none || n == 0
+		owners = append(owners, n)
+	}
+	return owners, nil
 }
 
 // build makes the queries whose union a filter selects, each with the most selective index; none:
@@ -229,11 +258,18 @@ func (f *Filter) build(tx *sqlite.Conn, noText bool) ([]clause, error) {
 	if err := s.conditions(); err != nil || s.none {
 		return nil, err
 	}
+	owners, err := s.owners()
+	if err != nil || s.none {
+		return nil, err
+	}
 	if err := s.choose(noText); err != nil {
 		return nil, err
 	}
 	for i := range s.list {
 		c := &s.list[i]
+		if c.listable() {
+			c.owners = append(c.owners, owners...)
+		}
 		c.own, c.ownArgs = len(c.where), len(c.args)
 		c.where, c.args = append(c.where, s.all.where...), append(c.args, s.all.args...)
 	}
@@ -280,18 +316,17 @@ func (s *finder) choose(noText bool) error {
 	case f.Text != "":
 		return s.search(noText)
 	case !f.InReplyTo.IsZero():
-		s.over("messages m INDEXED BY messages_reply")
+		s.over("messages_reply")
 	case !f.Conversation.IsZero():
-		s.over("messages m INDEXED BY messages_conversation")
+		s.over("messages_conversation")
 	case f.Trace != "":
-		c := s.over("messages m")
-		c.owner = traceOwner(traceKey(f.Trace))
+		s.over("").owners = []int64{traceOwner(traceKey(f.Trace))}
 	case f.Refused || f.Proof == ProvedRefused:
-		s.over("messages m INDEXED BY messages_refused").and(true, "m.flags & 1 <> 0")
+		s.over("messages_refused").and(true, "m.flags & 1 <> 0")
 	case f.Waiting || f.State == parley.Waiting || f.State == parley.Delivering:
-		s.over("messages m INDEXED BY messages_open").and(true, "m.open > 0")
+		s.over("messages_open").and(true, "m.open > 0")
 	case f.Failed || f.State >= parley.Dead:
-		s.over("messages m INDEXED BY messages_failed").and(true, "m.flags & 993 <> 0")
+		s.over("messages_failed").and(true, "m.flags & 993 <> 0")
 	case f.Slow >= slowSteps[0]:
 		i, is := slices.BinarySearch(slowSteps[:], f.Slow)
 		if !is {
@@ -300,22 +335,7 @@ func (s *finder) choose(noText bool) error {
 		s.over(asked).and(true, isAsked)
 		return s.owned(slowList(slowSteps[i]))
 	default:
-		for _, name := range []string{f.Agent, f.To, f.From} {
-			if name != "" {
-				return s.owned(name)
-			}
-		}
-		switch {
-		case f.Via != "":
-			return s.owned(viaList(f.Via))
-		case f.Proof != AnyProof:
-			return s.owned(proofList(f.Proof.assurance()))
-		case f.Protocol != "":
-			return s.owned(protocolList(f.Protocol))
-		case f.Kind != 0:
-			return s.owned(kindList(f.Kind))
-		}
-		s.over("messages m")
+		s.over("")
 	}
 	return nil
 }
@@ -332,14 +352,14 @@ func (s *finder) search(noText bool) error {
 		s.list[0].and(true, "texts MATCH ?", words)
 	}
 	if low, high, err := Range(text); err == nil {
-		s.over("messages m INDEXED BY messages_id").and(true, "m.id BETWEEN ? AND ?", low[:], high[:])
-		s.over("messages m INDEXED BY messages_conversation").and(true,
+		s.over("messages_id").and(true, "m.id BETWEEN ? AND ?", low[:], high[:])
+		s.over("messages_conversation").and(true,
 			"m.conversation IN (SELECT n FROM conversations WHERE id BETWEEN ? AND ?)", low[:], high[:])
 	}
 	n, err := agentKey(s.tx, text)
 	if n != 0 {
-		c := s.over("messages m")
-		c.owner = n
+		c := s.over("")
+		c.owners = []int64{n}
 		c.and(true, "(m.sender=? OR "+isTo+")", n, n, member("to", text))
 	}
 	if err == nil && len(s.list) == 0 && noText && !s.f.NoWords {

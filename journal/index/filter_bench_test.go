@@ -39,6 +39,7 @@ func BenchmarkFilters(b *testing.B) {
 		{"agent", Filter{Agent: "client-7"}}, {"agent=busy", Filter{Agent: "worker-3"}},
 		{"agent=rare", Filter{Agent: "rare"}}, {"agent+protocol", Filter{Agent: "client-7", Protocol: "samvad"}},
 		{"agent+unsigned", Filter{Agent: "client-7", Proof: ProvedNothing}},
+		{"kind+signed", Filter{Kind: parley.Response, Proof: ProvedSigned}},
 		{"text=many", Filter{Text: "weather"}}, {"text=few", Filter{Text: "seldom"}}, {"text=none", Filter{Text: "never"}},
 		{"text=id", Filter{Text: testID(77, 1).String()}}, {"text=name", Filter{Text: "worker-3"}},
 		{"since", Filter{Since: time.Now().Add(-time.Second)}},

@@ -103,7 +103,7 @@ func (k *traffic) begin(t testing.TB) {
 // filter draws a filter with few members set.
 func (k *traffic) filter() Filter {
 	f := Filter{Now: k.Now()}
-	for range 1 + k.int(2) {
+	for range 1 + k.int(3) {
 		switch k.int(13) {
 		case 0:
 			f.Proof = Proof(1 + k.int(4))

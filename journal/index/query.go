@@ -235,10 +235,10 @@ func agentKey(c *sqlite.Conn, name string) (int64, error) {
 // clause is a query for the keys of rows that meet all conditions, in the order of
 // the key, which pages and cursors use.
 type clause struct {
-	from, key string
-	owner     int64 // if set, the owner's lists have all rows
-	where     []string
-	args      []any
+	from, index, key string
+	owners           []int64 // the lists of each of them have all rows
+	where            []string
+	args             []any
 
 	own, ownArgs int // the first conditions, which choose the rows of the index, and their args
 }
@@ -251,17 +251,24 @@ func (c *clause) and(asked bool, sql string, args ...any) {
 	}
 }
 
+// rows names the table, and the index by which it is read.
+func (c *clause) rows() string {
+	if c.index == "" {
+		return c.from
+	}
+	return c.from + " INDEXED BY " + c.index
+}
+
 // probeRows is the number of rows that a search looks at before it reads an owner's lists. If many of
 // the rows match, the page is full by then; the lists are made for the owners of few rows.
 const probeRows = 1000
 
 // page returns the keys of a page, and one more if others follow.
 func (c *clause) page(tx *sqlite.Conn, w window, limit int) (keys []int64, err error) {
-	if c.owner == 0 {
+	if len(c.owners) == 0 {
 		return c.keys(tx, w, limit+1)
 	}
-	edge, err := number(tx, "SELECT n FROM messages WHERE n>? AND n<? ORDER BY n "+w.order()+" LIMIT 1 OFFSET ?",
-		w.low, w.high, w.probe)
+	edge, err := c.whole().after(tx, w, w.probe)
 	if err != nil {
 		return nil, err
 	}
@@ -275,49 +282,46 @@ func (c *clause) page(tx *sqlite.Conn, w window, limit int) (keys []int64, err e
 	return append(keys, more...), err
 }
 
+// whole is the query for all rows of the index or, if there is none, of the table.
+func (c *clause) whole() *clause {
+	if c.index == "" {
+		return &clause{from: c.from, key: c.key}
+	}
+	return &clause{from: c.from, index: c.index, key: c.key, where: c.where[:c.own], args: c.args[:c.ownArgs]}
+}
+
+// listable reports whether lists of owners can be read in place of the rows: in the order of the key an index has no
+// words, ids or conversations.
+func (c *clause) listable() bool {
+	switch c.index {
+	case "", "messages_refused", "messages_open", "messages_failed", asked:
+		return c.key == "m.n"
+	}
+	return false
+}
+
 // keys returns the first n keys.
 func (c *clause) keys(tx *sqlite.Conn, w window, n int) (keys []int64, err error) {
-	query := fmt.Sprintf("SELECT %[1]s FROM %[2]s WHERE %[3]s AND %[1]s > ? AND %[1]s < ? ORDER BY 1 %[4]s LIMIT ?",
-		c.key, c.from, strings.Join(append(slices.Clip(c.where), "1"), " AND "), w.order())
-	err = execute(tx, query, func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil },
-		slices.Concat(c.args, []any{w.low, w.high, n})...)
+	query, args := c.query(w)
+	err = execute(tx, query+" LIMIT ?", func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil },
+		append(args, n)...)
 	return keys, err
 }
 
-// listed returns the first n keys from the lists of the owner. It reads the lists of some spans of
-// time, and of more spans in each round.
-func (c *clause) listed(tx *sqlite.Conn, w window, n int) (keys []int64, err error) {
-	const span = 1<<spanBits - 1
-	in := clause{from: "lists l CROSS JOIN json_each(l.list) j CROSS JOIN messages m ON m.n=l.last-j.value", key: "m.n"}
-	in.and(true, "l.owner=? AND l.last>? AND l.last<=?", c.owner, nil, nil)
-	in.where, in.args = append(in.where, c.where...), append(in.args, c.args...)
-	for lists := 4; ; lists *= 2 {
-		part, more := w, false
-		if err := execute(tx,
-			"SELECT last FROM lists WHERE owner=? AND last>? AND last<=? ORDER BY last "+w.order()+" LIMIT 1 OFFSET ?",
-			func(q *sqlite.Stmt) error {
-				more = true
-				if last := q.ColumnInt64(0); w.oldest {
-					part.high = min(w.high, last|span+1)
-				} else {
-					part.low = max(w.low, last&^span-1)
-				}
-				return nil
-			}, c.owner, w.low, w.high|span, lists); err != nil {
-			return nil, err
-		}
-		in.args[1], in.args[2] = part.low, part.high|span
-		its, err := in.keys(tx, part, n-len(keys))
-		if keys = append(keys, its...); err != nil || !more || len(keys) >= n {
-			return keys, err
-		}
-		if w.oldest {
-			w.low = part.high - 1
-		} else {
-			w.high = part.low + 1
-		}
-	}
+// after returns the key that follows the first n, 0 if there is none.
+func (c *clause) after(tx *sqlite.Conn, w window, n int) (key int64, err error) {
+	query, args := c.query(w)
+	return number(tx, query+" LIMIT 1 OFFSET ?", append(args, n)...)
 }
+
+// query is the query for the keys in a window, in its order.
+func (c *clause) query(w window) (query string, args []any) {
+	return fmt.Sprintf("SELECT %[1]s FROM %[2]s WHERE %[3]s AND %[1]s > ? AND %[1]s < ? ORDER BY 1 %[4]s", c.key, c.rows(),
+		c.conditions(), w.order()), slices.Concat(c.args, []any{w.low, w.high})
+}
+
+// conditions are all conditions; 1 if there are none.
+func (c *clause) conditions() string { return strings.Join(append(slices.Clip(c.where), "1"), " AND ") }
 
 func selectMessages(tx *sqlite.Conn, steps bool, query string, args ...any) (out []Message, err error) {
 	err = execute(tx, `SELECT m.n, m.sequence, m.id, m.kind, m.state, m.number,
@@ -521,12 +525,12 @@ const fewMessages = 10_000
 func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page ConversationPage, err error) {
 	n := limit(f.Limit)
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		c := clause{from: "conversations c INDEXED BY conversations_last", key: "c.last"}
+		c := clause{from: "conversations c", index: "conversations_last", key: "c.last"}
 		switch {
 		case f.Failed:
-			c.from = "conversations c INDEXED BY conversations_failed"
+			c.index = "conversations_failed"
 		case f.Open:
-			c.from = "conversations c INDEXED BY conversations_open"
+			c.index = "conversations_open"
 		}
 		if f.Agent != "" {
 			agent, err := agentKey(tx, f.Agent)
@@ -540,7 +544,7 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page C
 				return err
 			}
 			if count <= x.few {
-				c.from = "conversations c"
+				c.index = ""
 				c.and(true, "c.n IN (SELECT m.conversation "+its+")", agent)
 			} else {
 				c.and(true, "EXISTS (SELECT 1 FROM json_each(c.agents) WHERE value=?)", agent)

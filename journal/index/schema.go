@@ -23,7 +23,8 @@ const version = "12"
 //
 // So that a page of the few messages with some value is quick, such values have lists too: the kind,
 // the proof and the protocol of a message, the protocols by which it went out, and the steps of
-// slowness that its answer reached. Their owners are in agents, by names that no agent has.
+// slowness that its answer reached. Their owners are in agents, by names that no agent has. A filter
+// of several values reads what their lists have in common.
 //
 // The counters of a conversation are written with each batch; the trigger updates
 // them if a message is removed. See [flagFailed] for 993; kind 1 is a request.
