@@ -44,16 +44,17 @@ func (s *Store) publish(
 	msgs[0].Header.Set(headerCall, s.run+strconv.FormatUint(s.called.Add(1), 36))
 	begun := time.Now()
 	maybe := false // an attempt may have been stored, or still will be
-	err = retry(ctx, s.cfg.Timeout, func(ctx context.Context, try int) (err error) {
-		seq, err = s.send(ctx, msgs, try)
-		if maybe && conflicts(err) {
-			seq, err = s.resolve(ctx, stream, expectHeader, after, msgs)
+	var last error // of the last attempt
+	err = retry(ctx, s.cfg.Timeout, func(ctx context.Context, try int) error {
+		if end, _ := ctx.Deadline(); try > 0 && !maybe && time.Until(end) < end.Sub(begun)/8 {
+			return fmt.Errorf("%w: %w", errNoTime, last) // the outcome of one more might stay unknown
 		}
-		maybe = !errors.Is(err, store.ErrConflict) && (maybe || !notStored(err))
-		if end, _ := ctx.Deadline(); err != nil && !maybe && time.Until(end) < end.Sub(begun)/8 {
-			err = fmt.Errorf("%w: %w", errNoTime, err) // the outcome of one more might stay unknown
+		seq, last = s.send(ctx, msgs, try)
+		if maybe && conflicts(last) {
+			seq, last = s.resolve(ctx, stream, expectHeader, after, msgs)
 		}
-		return err
+		maybe = !errors.Is(last, store.ErrConflict) && (maybe || !notStored(last))
+		return last
 	})
 	if err == nil {
 		s.report(stream, seq)
