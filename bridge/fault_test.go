@@ -17,6 +17,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
@@ -32,11 +33,7 @@ func TestNetworkFault(t *testing.T) {
 		_, err = io.ReadAll(r.Body)
 		return err
 	}
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed.Close()
+	closed := fixedport.Address(t)
 	private := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(private.Close)
 	roots := x509.NewCertPool()
@@ -53,8 +50,8 @@ func TestNetworkFault(t *testing.T) {
 		reason parley.Reason
 		detail string
 	}{
-		{"connection refused", get(loopback, netguard.Options{}, "http://"+closed.Addr().String()),
-			parley.ConnectionRefused, "connection refused by " + closed.Addr().String()},
+		{"connection refused", get(loopback, netguard.Options{}, "http://"+closed),
+			parley.ConnectionRefused, "connection refused by " + closed},
 		{"address guard", get(&netguard.Guard{Advice: netguard.HubAdvice}, netguard.Options{}, hangsUp.URL), parley.AddressGuard,
 			`[network] allow = ["127.0.0.1/32"]`},
 		{"certificate unknown", get(loopback, netguard.Options{}, private.URL), parley.CertificateUnknown,

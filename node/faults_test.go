@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 	"github.com/parley-hub/parley/uagents"
@@ -34,11 +34,7 @@ type why struct {
 // dials, that fail in every way, and reads the cause from the answer and from the API.
 func TestEveryFailureHasItsCause(t *testing.T) {
 	t.Parallel()
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed.Close()
+	closed := fixedport.Address(t)
 	says := func(status int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
@@ -57,7 +53,7 @@ func TestEveryFailureHasItsCause(t *testing.T) {
 		want    map[string]why
 	}{
 		{"closed port", nil, false, false, every(why{parley.ByNetwork, parley.ConnectionRefused,
-			"connection refused by " + closed.Addr().String(), "`parley doctor NAME` checks the way"})},
+			"connection refused by " + closed, "`parley doctor NAME` checks the way"})},
 		{"certificate unknown", says(200, "{}"), true, false, every(why{parley.ByNetwork, parley.CertificateUnknown,
 			"certificate unknown", "tls.ca"})},
 		{"address guard", says(200, "{}"), false, true, every(why{parley.ByNetwork, parley.AddressGuard,
@@ -90,7 +86,7 @@ func TestEveryFailureHasItsCause(t *testing.T) {
 	} {
 		t.Run(fault.name, func(t *testing.T) {
 			t.Parallel()
-			at := "http://" + closed.Addr().String()
+			at := "http://" + closed
 			var asked atomic.Int64
 			if fault.handler != nil {
 				s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

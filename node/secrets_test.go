@@ -18,6 +18,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/samvad"
@@ -113,14 +114,10 @@ func TestBearerTokensAreNotStored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close() // the agent does not run yet
-	g := &guarded{address: l.Addr().String(), card: &samvad.Card{ID: far.ID(),
+	address := fixedport.Address(t) // the agent does not run yet
+	g := &guarded{address: address, card: &samvad.Card{ID: far.ID(),
 		Name: "Far", Version: "1", Description: "x",
-		URL: "http://" + l.Addr().String(), PublicKeys: []samvad.CardKey{samvad.CardKeyOf(far, true)},
+		URL: "http://" + address, PublicKeys: []samvad.CardKey{samvad.CardKeyOf(far, true)},
 		Skills: []samvad.Skill{{ID: "open", Name: "Open", Description: "x",
 			InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
 			Modes: []samvad.Mode{samvad.ModeSync, samvad.ModeAsync}, Trust: samvad.TrustAuthenticated}}}}

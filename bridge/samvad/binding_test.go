@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -592,11 +592,6 @@ func TestModesOfAnAgentElsewhere(t *testing.T) {
 
 func TestAnAgentThatIsNotThere(t *testing.T) {
 	w := newWorld(t, node.Config{})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
 	cut := agentElsewhere(t, w, nil, func(http.Handler) http.Handler {
 		return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			c, _, err := http.NewResponseController(rw).Hijack()
@@ -610,7 +605,7 @@ func TestAnAgentThatIsNotThere(t *testing.T) {
 		code    parley.Code
 		unknown bool
 	}{
-		"nobody listens":  {"http://" + l.Addr().String(), parley.Unavailable, false},
+		"nobody listens":  {"http://" + fixedport.Address(t), parley.Unavailable, false},
 		"private address": {"http://10.1.2.3", parley.Unavailable, false},
 		"cut off":         {cut.URL, parley.Unavailable, true},
 	} {

@@ -16,6 +16,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/uagents"
@@ -278,14 +279,9 @@ func TestHeadOfLine(t *testing.T) {
 // TestFailover: one working endpoint of several is enough.
 func TestFailover(t *testing.T) {
 	w := newWorld(t, node.Config{})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
 	other := w.newPeer(nil)
 	id := other.Identity
-	newer := uagents.NewRegistration(id, false, []uagents.Endpoint{{URL: "http://" + l.Addr().String() +
+	newer := uagents.NewRegistration(id, false, []uagents.Endpoint{{URL: "http://" + fixedport.Address(t) +
 		"/submit", Weight: 1000}, {URL: other.url, Weight: 1}}, []string{uagents.ChatProtocolDigest})
 	if err := newer.Sign(id, time.Now().Add(2*time.Second)); err != nil { // newer than the first registration
 		t.Fatal(err)

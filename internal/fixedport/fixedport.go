@@ -1,5 +1,5 @@
-// Package fixedport finds ports for listeners that are shut and opened again at the same address, such as those of a
-// hub that a test kills and starts again.
+// Package fixedport finds ports for listeners that are opened later, or shut and opened again, such as those of a hub
+// that a test kills and starts again, and ports at which nobody listens.
 //
 //	port, err := fixedport.Take()
 package fixedport
@@ -38,6 +38,19 @@ func Take() (int, error) {
 		}
 	}
 	return 0, errors.New("fixedport: no port is free")
+}
+
+// Address is Take for a test: 127.0.0.1 and the port. Until the test listens there, connections are refused.
+func Address(t interface {
+	Helper()
+	Fatal(args ...any)
+}) string {
+	t.Helper()
+	port, err := Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at("127.0.0.1", port)
 }
 
 var (

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/internal/recorder"
 )
 
@@ -150,14 +150,7 @@ func get(t *testing.T, ctx context.Context, url string) {
 
 // TestRefusedDial: the dialled address is known, and nothing left.
 func TestRefusedDial(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := fixedport.Address(t)
 	ctx, r := observe(t, recorder.All)
 	if _, err := do(t, ctx, "POST", "http://"+address, "hello"); err == nil {
 		t.Fatal("somebody answered")

@@ -2,12 +2,12 @@ package flows
 
 import (
 	"encoding/base64"
-	"net"
 	"net/http"
 	"net/http/httptest"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -22,14 +22,7 @@ const (
 // undeliverable adds the agents ledger and archive. What is sent to them is given up after the first attempt.
 func (c *console) undeliverable() {
 	c.t.Helper()
-	nobody, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if err := nobody.Close(); err != nil {
-		c.t.Fatal(err)
-	}
-	c.add(ledger, "http://"+nobody.Addr().String())
+	c.add(ledger, "http://"+fixedport.Address(c.t))
 	lost := httptest.NewServer(http.NotFoundHandler())
 	c.t.Cleanup(lost.Close)
 	c.add(archive, lost.URL)
