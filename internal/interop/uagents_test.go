@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -19,7 +20,6 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
@@ -101,10 +101,12 @@ type pyAgent struct {
 
 func (h *uagentsHub) agent(python, seed string, flags ...string) *pyAgent {
 	h.t.Helper()
-	port, err := fixedport.Take()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	port := l.Addr().(*net.TCPAddr).Port
+	l.Close()
 	script, err := filepath.Abs("python/uagents_peer.py")
 	if err != nil {
 		h.t.Fatal(err)
