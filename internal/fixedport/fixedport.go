@@ -16,8 +16,8 @@ import (
 const first, last = 15000, 30999
 
 // Take gives a port of 127.0.0.1 that is free, and that no later Take gives: not of this process, and on systems that
-// have all of 127.0.0.0/8 not of any other, as long as this process lives. It does not listen on the port. A program that listens on all addresses
-// cannot have it.
+// have all of 127.0.0.0/8 not of any other, as long as this process lives. It does not listen on the port. A program
+// that listens on all addresses cannot have it.
 func Take() (int, error) {
 	mu.Lock()
 	defer mu.Unlock()
