@@ -60,7 +60,7 @@ func (c *clause) among(tx *sqlite.Conn, some []int64, n int) (keys []int64, err 
 	if err != nil {
 		return nil, err
 	}
-	err = executePrepared(tx, "SELECT m.n FROM json_each(?) j CROSS JOIN messages m ON m.n=j.value WHERE "+
+	err = execute(tx, "SELECT m.n FROM json_each(?) j CROSS JOIN messages m ON m.n=j.value WHERE "+
 		c.conditions()+" LIMIT ?", func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil },
 		slices.Concat([]any{string(list)}, c.args, []any{n})...)
 	return keys, err
